@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hilt.core.errors import ConfigError
-from hilt.formats.episodes import Episode
+from hilt.formats.episodes import Episode, map_leaves
 from hilt.hil.config import Hil, ValueUse, check
 from hilt.hil.defaults import chosen
 from hilt.hil.environment import make_env, spaces, trainer_config
@@ -98,6 +98,27 @@ def test_episodes_without_the_columns_get_them_when_they_are_imported(folder: Pa
                 np.testing.assert_allclose(made[key][place], value, atol=1e-5, err_msg=f"{name} {key} {place}")
     np.testing.assert_array_equal(now["features"][1:], after["features"][:-1])
     assert BaseColumns(base)(filled, "shown") is filled, "what has them stays as it is"
+
+
+def test_an_imported_episode_is_asked_about_in_few_even_passes(folder: Path, shown: Path):
+    with Log.open(shown, "r") as log:
+        columns, facts = log.read(log.trajectory_keys(0)), log.facts.about(0)
+    times = -(-40 // len(columns["rewards"]))
+    columns = map_leaves(lambda column: np.concatenate([column] * times)[:40], columns)
+    columns["next_observations"] = map_leaves(lambda column: np.roll(column, -1, axis=0), columns["observations"])
+    base, sizes = open_base(config(folder, chunk=2)), list[int]()
+    look = base.policy._features
+    base.policy._features = lambda record: sizes.append(len(record["images"])) or look(record)
+    try:
+        made = BaseColumns(base)(Episode(columns, facts), "shown")
+    finally:
+        del base.policy._features
+    assert sizes == [20, 21], "40 frames and the last next one, at most 32 together"
+    texts = [facts["language_instruction"]] * 40
+    for tree in ("observations", "next_observations"):
+        alone = [base.columns([row]) for row in base.rows(columns[tree], texts)]
+        for name, column in made.columns[tree]["base_policy"][base.weights].items():
+            np.testing.assert_allclose(column, np.concatenate([each[name] for each in alone]), atol=1e-5)
 
 
 def test_an_episode_of_one_step_gets_them(folder: Path, shown: Path):

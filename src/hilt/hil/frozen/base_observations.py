@@ -105,20 +105,22 @@ class BaseColumns:
     def _frames(
         self, now: Mapping[str, Any], after: Mapping[str, Any], texts: Sequence[str]
     ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Returns the columns of the observations and of the next ones; a frame that is both is computed once."""
+        """Returns the columns of the observations and of the next ones; a frame that is both is computed once, and all
+        frames are asked about together."""
         ours, theirs = flatten(now), flatten(after)
         same = np.ones(len(texts), bool)
         same[-1] = False
         for path, column in ours.items():
             equal = np.asarray(theirs[path][:-1] == column[1:])
             same[:-1] &= equal.all(axis=tuple(range(1, equal.ndim)))
-        first = self._base.of_many(now, texts)
         (apart,) = np.nonzero(~same)
         others = unflatten({path: np.asarray(column)[apart] for path, column in theirs.items()})
-        second = self._base.of_many(others, [texts[place] for place in apart.tolist()])
+        of_others = self._base.rows(others, [texts[place] for place in apart.tolist()])
+        found = self._base.of_rows([*self._base.rows(now, texts), *of_others])
+        first = {name: column[: len(texts)] for name, column in found.items()}
         next_columns = {name: np.roll(column, -1, axis=0) for name, column in first.items()}
-        for name, column in second.items():
-            next_columns[name][apart] = column
+        for name, column in found.items():
+            next_columns[name][apart] = column[len(texts) :]
         return first, next_columns
 
 

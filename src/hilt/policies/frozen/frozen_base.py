@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -21,7 +23,7 @@ from hilt.policies.registry import load_policy
 from hilt.policies.vla.observation_adapters import columns, suite
 
 AT_ONCE = 32
-"""Observations that the policy reads together"""
+"""Observations that the policy reads together, at most"""
 
 
 class FrozenBase:
@@ -48,8 +50,11 @@ class FrozenBase:
         [N, P] where there is one, of observations by the policy's names. `sampled`: with the draws of noise that the
         options ask for."""
         parts: dict[str, list[Array]] = {}
-        for first in range(0, len(observations), AT_ONCE):
-            rows = observations[first : first + AT_ONCE]
+        count = math.ceil(len(observations) / AT_ONCE)
+        # of about the same size: a pass of one row takes as long as one of several
+        ends = [len(observations) * part // max(1, count) for part in range(count + 1)]
+        for first, end in itertools.pairwise(ends):
+            rows = observations[first:end]
             actions, record = self.policy.act(rows, sample=False)
             found = {
                 FEATURES: record[FEATURES] if FEATURES in record else self.policy.features(rows).float().cpu().numpy(),
@@ -87,7 +92,11 @@ class FrozenBase:
 
     def of_many(self, observations: Mapping[str, Any], instructions: Sequence[str]) -> dict[str, Array]:
         """The columns of all observations of an episode ``{path: [N, ...]}``, with the instruction of each."""
-        found = self.columns(self.rows(observations, instructions), sampled=True)
+        return self.of_rows(self.rows(observations, instructions))
+
+    def of_rows(self, rows: Sequence[Observation]) -> dict[str, Array]:
+        """The columns of observations by the policy's names, which it does not see again."""
+        found = self.columns(rows, sampled=True)
         self.policy.forget_context()
         return found
 
