@@ -115,6 +115,26 @@ def test_draft_draws_an_ellipsoid_in_the_place_of_a_link_and_changes_no_motion()
     assert abs(states[0]).max() > 1e-3 and (states[0] == states[1]).all()
 
 
+def test_the_camera_of_the_workspace_looks_at_its_middle_and_leaves_the_others_alone() -> None:
+    mujoco = pytest.importorskip("mujoco")
+    from hilt.envs.tabletop.renderer import Renderer
+
+    x, y, z = sawyer_env.WORKSPACE_VIEW["lookat"]
+    ball = f'<geom type="sphere" size=".05" pos="{x} {y} {z}" rgba="1 0 0 1"/>'
+    above = f'<camera name="above" pos="{x} {y + 0.2} {z + 1}"/>'
+    world = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{ball}{above}</worldbody></mujoco>")
+    data = mujoco.MjData(world)
+    mujoco.mj_forward(world, data)
+    renderer = Renderer(world, 32, 32)
+    from_above, seen, again = (
+        renderer.picture(data, sawyer_env._camera(world, name), 32, 32) for name in ("above", "workspace", "above")
+    )
+    renderer.close()
+    red = [np.argwhere(image[..., 0] > 60).mean(0) for image in (from_above, seen)]
+    assert red[1] == pytest.approx([15.5, 15.5], abs=1) and red[0][0] > 18, "in the middle; below it, from above"
+    assert (from_above == again).all() and seen.std() > 1
+
+
 def test_metaworld_env_refuses_what_cannot_work(installed: None) -> None:
     assert make("metaworld/door-open-v3").unwrapped.task == "door-open-v3"
     with pytest.raises(UnknownNameError, match="no task named 'metaworld/door-opne'; did you mean 'metaworld/door-op"):
@@ -125,7 +145,7 @@ def test_metaworld_env_refuses_what_cannot_work(installed: None) -> None:
         make("metaworld/door-open", quality="draft")
     with pytest.raises(ConfigError, match=r"step_limit=501 cannot work: Meta-World's episodes have 1 to 500 steps"):
         make("metaworld/door-open", step_limit=501)
-    with pytest.raises(UnknownNameError, match="cameras: no camera of Meta-World named 'front'"):
+    with pytest.raises(UnknownNameError, match=r"no camera of Meta-World named 'front'.* Known: .*workspace"):
         make("metaworld/door-open", image_size=64, cameras=["front"])
     with pytest.raises(ConfigError, match=r"image_size=64 with cameras=\[\]: expected pixels and the names"):
         make("metaworld/door-open", image_size=64, cameras=[])
@@ -144,7 +164,7 @@ def test_metaworld_env_without_its_package_says_how_to_install_it(monkeypatch: p
 
 def test_a_policy_sees_both_cameras_of_metaworld_and_keeps_the_grip_while_it_holds() -> None:
     image = np.zeros((8, 8, 3), np.uint8)
-    raw = {"state": np.arange(4.0), "images": {"corner3": image, "gripperPOV": image + 1}}
+    raw = {"state": np.arange(4.0), "images": {"workspace": image, "gripperPOV": image + 1}}
     seen = suite("metaworld/door-open").views(raw)
     assert seen["wrist_image"][0, 0, 0] == 1 and seen["state"].tolist() == [0, 1, 2, 3]
     hold = hold_of(["metaworld/door-open"])

@@ -33,7 +33,11 @@ SEEDS = {"train": 0, "test": 1, "eval": 2}
 STATES = 50
 NUMBERS, OWN_NUMBERS, ACTIONS = 39, 4, 4
 """Of a whole observation; of those, the hand's position and the gripper's opening; and of an action"""
-CAMERAS = ("corner3", "gripperPOV")
+WORKSPACE = "workspace"
+"""The camera that we add: Meta-World's own show the whole table, where a goal is a pixel of an image of 64"""
+WORKSPACE_VIEW = {"lookat": (0.02, 0.68, 0.16), "distance": 1.1, "azimuth": 150.0, "elevation": -32.0}
+"""In meters, from the robot's base, and degrees: all that the fifty tasks move lies within it"""
+CAMERAS = (WORKSPACE, "gripperPOV")
 MAX_STEPS = 500
 """Meta-World's own limit of an episode"""
 QUALITIES = ("full", "draft")
@@ -87,7 +91,7 @@ class MetaworldEnv(gymnasium.Env[Any, Any]):
         self.control_hz = 1.0 / float(self._world.dt)
         self.initial_states = dict.fromkeys(SEEDS, STATES)
         self.instruction = self.task.removesuffix(VERSION).replace("-", " ")
-        self._camera_ids = {name: _camera_id(self._world.model, name) for name in self._cameras if image_size}
+        self._views = {name: _camera(self._world.model, name) for name in self._cameras if image_size}
         self.action_space = spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
         image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
         state = spaces.Box(-np.inf, np.inf, (OWN_NUMBERS if image_size else NUMBERS,), np.float32)
@@ -128,10 +132,10 @@ class MetaworldEnv(gymnasium.Env[Any, Any]):
 
     def views(self) -> dict[str, Array]:
         """Larger images, for a person."""
-        return {name: self._image(_camera_id(self._world.model, name), VIEW_SIZE) for name in self._cameras}
+        return {name: self._image(_camera(self._world.model, name), VIEW_SIZE) for name in self._cameras}
 
     def render(self) -> Array:
-        return self._image(_camera_id(self._world.model, self._cameras[0]), VIEW_SIZE)
+        return self._image(_camera(self._world.model, self._cameras[0]), VIEW_SIZE)
 
     def close(self) -> None:
         if self._renderer is not None:
@@ -142,10 +146,10 @@ class MetaworldEnv(gymnasium.Env[Any, Any]):
     def _observation(self) -> Observation:
         if not self._size:
             return {"state": self._seen.astype(np.float32)}
-        images = {name: self._image(camera, self._size) for name, camera in self._camera_ids.items()}
+        images = {name: self._image(camera, self._size) for name, camera in self._views.items()}
         return {"state": self._seen[:OWN_NUMBERS].astype(np.float32), "images": images}
 
-    def _image(self, camera: int, size: int) -> Array:
+    def _image(self, camera: Any, size: int) -> Array:
         from hilt.envs.tabletop.renderer import Renderer
 
         if self._renderer is None or not self._renderer.fits(size, size):
@@ -209,8 +213,13 @@ def _draw_ellipsoids(model: Any) -> None:
     model.vis.quality.offsamples = 0
 
 
-def _camera_id(model: Any, name: str) -> int:
+def _camera(model: Any, name: str) -> Any:
+    """Returns the number of a camera of the model, or the one of the workspace, for `Renderer.picture`."""
+    if name == WORKSPACE:
+        from hilt.envs.tabletop.renderer import free_camera
+
+        return free_camera(**WORKSPACE_VIEW)
     known = [model.camera(number).name for number in range(model.ncam)]
     if name not in known:
-        raise UnknownNameError("camera of Meta-World", name, known, setting="cameras")
+        raise UnknownNameError("camera of Meta-World", name, [WORKSPACE, *known], setting="cameras")
     return known.index(name)

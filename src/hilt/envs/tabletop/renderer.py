@@ -6,6 +6,7 @@ import atexit
 import importlib
 import os
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -65,11 +66,14 @@ class Renderer:
     def fits(self, height: int, width: int) -> bool:
         return self._process == os.getpid() and height <= self.room[0] and width <= self.room[1]
 
-    def picture(self, data: object, camera: int, height: int, width: int) -> Array:
+    def picture(self, data: object, camera: Any, height: int, width: int) -> Array:
+        """`camera`: the number of one of the model, or one of `free_camera`."""
         self._gl.make_current()
-        self._camera.fixedcamid = camera
+        if not isinstance(camera, mujoco.MjvCamera):
+            self._camera.fixedcamid = camera
+            camera = self._camera
         everything = mujoco.mjtCatBit.mjCAT_ALL
-        mujoco.mjv_updateScene(self._model, data, self._option, None, self._camera, everything, self._scene)
+        mujoco.mjv_updateScene(self._model, data, self._option, None, camera, everything, self._scene)
         view, pixels = mujoco.MjrRect(0, 0, width, height), np.empty((height, width, 3), np.uint8)
         mujoco.mjr_render(view, self._scene, self._context)
         mujoco.mjr_readPixels(pixels, None, view, self._context)
@@ -87,6 +91,15 @@ class Renderer:
         self._context = None
 
     __del__ = close
+
+
+def free_camera(lookat: Sequence[float], distance: float, azimuth: float, elevation: float) -> Any:
+    """Returns a camera that is not in the model: `distance` from the point `lookat`, seen in the direction of these
+    angles, in degrees."""
+    camera = mujoco.MjvCamera()
+    camera.type = mujoco.mjtCamera.mjCAMERA_FREE
+    camera.lookat[:], camera.distance, camera.azimuth, camera.elevation = lookat, distance, azimuth, elevation
+    return camera
 
 
 _OPEN: weakref.WeakSet[Renderer] = weakref.WeakSet()

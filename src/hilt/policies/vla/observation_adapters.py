@@ -204,7 +204,7 @@ def _press_command(actions: np.ndarray) -> np.ndarray:
 
 def _metaworld(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The camera of the table and that of the gripper, and the hand's position and opening."""
-    names = {"full_image": "images/corner3", "wrist_image": "images/gripperPOV"}
+    names = {"full_image": "images/workspace", "wrist_image": "images/gripperPOV"}
     return {**{name: _at(raw, path) for name, path in names.items()}, "state": _joined(_at(raw, "state"))}
 
 
