@@ -4,6 +4,7 @@ in tests/peers/test_metaworld.py."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,7 +45,7 @@ class Door:
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     script = SimpleNamespace(get_action=lambda seen: np.array([2.0, 0, 0, 0]))
     library = SimpleNamespace(
         ALL_V3_ENVIRONMENTS={"door-open-v3": Door},
@@ -52,6 +53,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         policies=SimpleNamespace(ENV_POLICY_MAP={"door-open-v3": lambda: script}),
     )
     monkeypatch.setattr(sawyer_env, "_library", lambda: library)
+    sawyer_env.initial_states.cache_clear()
+    yield
     sawyer_env.initial_states.cache_clear()
 
 
