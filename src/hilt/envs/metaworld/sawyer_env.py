@@ -35,7 +35,7 @@ NUMBERS, OWN_NUMBERS, ACTIONS = 39, 4, 4
 """Of a whole observation; of those, the hand's position and the gripper's opening; and of an action"""
 WORKSPACE = "workspace"
 """The camera that we add: Meta-World's own show the whole table, where a goal is a pixel of an image of 64"""
-WORKSPACE_VIEW = {"lookat": (0.02, 0.68, 0.16), "distance": 1.1, "azimuth": 150.0, "elevation": -32.0}
+WORKSPACE_VIEW: dict[str, Any] = {"lookat": (0.02, 0.68, 0.16), "distance": 1.1, "azimuth": 150.0, "elevation": -32.0}
 """In meters, from the robot's base, and degrees: all that the fifty tasks move lies within it"""
 CAMERAS = (WORKSPACE, "gripperPOV")
 MAX_STEPS = 500
