@@ -12,7 +12,7 @@ from hilt.app.words import Words
 from hilt.observe.alarms import TABLE, Alarms
 from hilt.observe.metrics import GOES_ON, RESUMED
 from hilt.observe.plots import PANELS
-from tests.observe.test_alarms import JUDGED, WRONG, WRONG_CLASSIFIER, WRONG_HIL, WRONG_SFT, WRONG_VALUE
+from tests.observe.test_alarms import WRONG, WRONG_CLASSIFIER, WRONG_HIL, WRONG_SFT, WRONG_VALUE
 
 SOURCE = Path(__file__).parents[2] / "src/hilt"
 ENGLISH = re.compile(r"\b(the|is|are|of|and|was|were|with|to|there)\b")
@@ -59,7 +59,7 @@ def test_run_words_of_every_alarm_are_translated_whole(name: str):
 
 
 def test_run_words_of_a_model_that_predicts_a_constant():
-    [change] = Alarms(WRONG_VALUE["ranking"][0]).take(JUDGED | {"held_out_highest": 0.1})
+    [change] = Alarms(WRONG_VALUE["ranking"][0]).take(WRONG_VALUE["ranking"][1][0] | {"held_out_highest": 0.1})
     assert (
         Words("zh").event(change.text).startswith("警报 ranking：在留出数据上它的预测是常数，成功概率从 0.100 到 0.100")
     )

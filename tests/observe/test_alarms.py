@@ -168,10 +168,12 @@ def test_a_classifier_ranks_if_it_calls_more_successes_than_failures_one(recall:
     assert raised(RunFacts("classifier"), record) == [] if ranks else ["ranking"]
 
 
-def test_a_value_model_ranks_if_its_interval_is_above_chance_and_its_answers_differ():
+def test_a_value_model_ranks_if_its_interval_is_above_chance():
     ranks = JUDGED | {"held_out_auc": 0.7, "held_out_auc_low": 0.51}
     assert raised(RunFacts("value"), ranks) == []
-    [change] = Alarms(RunFacts("value")).take(ranks | {"held_out_lowest": 0.895})
+    alike = {"held_out_lowest": 0.895}
+    assert raised(RunFacts("value"), ranks | alike) == [], "small differences rank, too"
+    [change] = Alarms(RunFacts("value")).take(ranks | alike | {"held_out_auc_low": 0.5})
     assert "it predicts a constant, a probability of success from 0.895 to 0.900. Do not use it" in change.text
 
 

@@ -372,21 +372,21 @@ def _loss_rose(h: History, facts: RunFacts) -> str:
 
 def _ranks_nothing(h: History, facts: RunFacts) -> str:
     """At the end of a training, of data by which nothing was chosen."""
-    low, high = h.mean("held_out_lowest", 1), h.mean("held_out_highest", 1)
-    if high - low < CONSTANT:
-        return f"on held-out data it predicts a constant, a probability of success from {low:.3f} to {high:.3f}"
     if facts.job == "classifier":
         found, false = h.mean("held_out_recall", 1), h.mean("held_out_false", 1)
-        if found > false:
-            return ""
-        return f"it calls {found:.1%} of the held-out successes a success, and {false:.1%} of the failures"
-    auc, least = h.mean("held_out_auc", 1), h.mean("held_out_auc_low", 1)
-    if not least <= CHANCE:
-        return ""
-    return (
-        f"half-way through held-out episodes it ranks no better than chance: AUC {auc:.3f} (95% interval from "
-        f"{least:.3f}; limit {CHANCE:g})"
-    )
+        text = f"it calls {found:.1%} of the held-out successes a success, and {false:.1%} of the failures"
+        ranks = found > false
+    else:
+        auc, least = h.mean("held_out_auc", 1), h.mean("held_out_auc_low", 1)
+        text = (
+            f"half-way through held-out episodes it ranks no better than chance: AUC {auc:.3f} (95% interval from "
+            f"{least:.3f}; limit {CHANCE:g})"
+        )
+        ranks = not least <= CHANCE
+    low, high = h.mean("held_out_lowest", 1), h.mean("held_out_highest", 1)
+    if high - low < CONSTANT:
+        text = f"on held-out data it predicts a constant, a probability of success from {low:.3f} to {high:.3f}"
+    return "" if ranks else text
 
 
 def _outruns_data(h: History, facts: RunFacts) -> str:
