@@ -37,7 +37,7 @@ def test_a_value_model_is_trained_shown_and_written_into_logs(tmp_path: Path):
         "judged on 2 successes and 2 failures: that proves little",
         "one task only: the words are not looked at",
         "Values of 16 episodes were written into their logs.",
-        f"hilt open {log}",
+        f"hilt open {log} {out}",
     ):
         assert words in said, said
     assert "is a value model already" in run("train", "value", log, "--out", out, *SETTINGS, code=1).output

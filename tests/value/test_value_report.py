@@ -33,5 +33,14 @@ def test_an_episode_is_judged_after_a_share_of_its_own_length():
 def test_tasks_that_differ_in_difficulty_rank_nothing_within_them():
     easy = [held_out(number > 0, [-0.2], "easy") for number in range(4)]
     hard = [held_out(number == 0, [-0.8], "hard") for number in range(4)]
-    after = held_out_report([*easy, *hard])["after"][0]
+    found = held_out_report([*easy, *hard])
+    after = found["after"][0]
     assert after["auc"] == 0.75 and after["auc_within_tasks"] == 0.5
+    assert [(one["task"], one["episodes"], one["successes"], one["auc"]) for one in found["tasks"]] == [
+        ("easy", 4, 3, [0.5] * 3),
+        ("hard", 4, 1, [0.5] * 3),
+    ]
+    errors = [one["calibration_error"] for one in found["tasks"]]
+    assert errors == pytest.approx([0.05, 0.05], abs=1e-6), "predicted 0.8 and 0.2, and 3 and 1 of 4 succeeded"
+    alone = held_out_report([*easy, held_out(True, [-0.8], "rare")])["tasks"][1]
+    assert alone["auc"] == [None] * 3

@@ -33,6 +33,7 @@ PARTS = (
     "hilt.app.episodes.episode_pages",
     "hilt.app.check_page",
     "hilt.app.classifiers.classifier_pages",
+    "hilt.app.value_models.value_pages",
 )
 """Modules whose ``add_pages(app)`` adds to the app, in the order of the navigation"""
 THEMES = ("auto", "light", "dark")

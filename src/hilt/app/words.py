@@ -9,6 +9,7 @@ from hilt.app.classifiers.classifier_words import CLASSIFIER_WORDS
 from hilt.app.episodes.edit_words import EDIT_WORDS, edit_in_chinese
 from hilt.app.error_words import ERROR_WORDS, PageError
 from hilt.app.run_words import METRIC_WORDS, RUN_NAMES, RUN_TEXTS, event_in_chinese
+from hilt.app.value_models.value_words import VALUE_WORDS
 
 LANGUAGES = {"en": "English", "zh": "中文"}
 """The languages of the app, each by its own name; the order is that of the texts below"""
@@ -17,6 +18,7 @@ WORDS: dict[str, tuple[str, str]] = {
     **CLASSIFIER_WORDS,
     **EDIT_WORDS,
     **ERROR_WORDS,
+    **VALUE_WORDS,
     # navigation and frame
     "nav.runs": ("Runs", "训练"),
     "nav.label": ("Main navigation", "主导航"),

@@ -81,6 +81,25 @@ def held_out_report(episodes: Sequence[HeldOutEpisode], seed: int = 0) -> dict[s
         "calibration_error": calibration_error(predicted, every),
         "always_the_same_error": float(2 * every.double().mean() * (1 - every.double().mean())),
         "reliability": [asdict(group) for group in reliability(predicted, every)],
+        "tasks": [
+            _of_task(task, [e for e in episodes if e.task == task]) for task in sorted({e.task for e in episodes})
+        ],
+    }
+
+
+def _of_task(task: str, episodes: Sequence[HeldOutEpisode]) -> dict[str, Any]:
+    """How one task is judged: the AUC after each of `SHARES`, None where it has one outcome only."""
+    truth = torch.tensor([episode.succeeded for episode in episodes])
+    values, predicted = (
+        torch.tensor([[float(getattr(e, name)[e.after(share)]) for e in episodes] for share in SHARES])
+        for name in ("value", "success")
+    )
+    return {
+        "task": task,
+        "episodes": len(episodes),
+        "successes": int(truth.sum()),
+        "auc": [auc(scores, truth) for scores in values],
+        "calibration_error": calibration_error(predicted.flatten(), truth.repeat(len(SHARES))),
     }
 
 

@@ -217,12 +217,12 @@ def report_of(classifier: KnownClassifier, shelf: EpisodeShelf) -> dict[str, Any
     frames = read_held_out(classifier.path)
     if frames is not None:
         out["curve"] = frames.curve([*(point[0] for point in held["curve"]), metadata["threshold"]])
-        places = _places(shelf)
+        places = log_places(shelf)
         out["worst"] = [_worst(frame, places, shelf, out["cameras"]) for frame in frames.worst(MAX_WORST)]
     return out
 
 
-def _places(shelf: EpisodeShelf) -> dict[str, tuple[str, str]]:
+def log_places(shelf: EpisodeShelf) -> dict[str, tuple[str, str]]:
     """Logs that the app shows, each with the keys of its data and its source."""
     found: dict[str, tuple[str, str]] = {}
     for data in shelf.listed():

@@ -66,7 +66,7 @@ def train(
         show_next(shell("hilt", "eval", "RUN", "--best-of", 8, "--verifier", out))
         return
     typer.echo(f"\n{out / 'report.png'}: look at it. {_written(written)}")
-    show_next(shell("hilt", "open", paths[0]))
+    show_next(shell("hilt", "open", paths[0], out))
 
 
 def value(
