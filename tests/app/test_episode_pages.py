@@ -143,7 +143,7 @@ def test_list_saves_a_view_and_shows_the_command_that_exports_it(chrome: Any, se
     chromium.wait(chrome, f"return {LIST}.page.matched === 2")
     chrome.find_element("css selector", ".views [aria-expanded]").click()
     command = chromium.wait(chrome, "return document.querySelector('.export code')?.innerText")
-    assert command.endswith(f"{served.log}-lerobot --to lerobot -o trajectories=0,4")
+    assert command.endswith(f"{served.log}-lerobot --to lerobot --where 'success=false task=pick'")
     assert "what the filter shows (2 episodes)" in chrome.find_element("css selector", ".export label").text
     where = chrome.find_element("css selector", ".export .where code").text
     chrome.find_element("css selector", ".filters .clear").click()
@@ -361,7 +361,7 @@ def test_many_episodes_are_selected_and_edited_at_once_and_undone_as_one(chrome:
     chromium.wait(chrome, f"return {exported}.includes('hilt data tag {served.log} chosen 9,11-12 --dry-run')")
     assert "the selected episodes (3)" in chrome.execute_script(f"return {exported}")
     chrome.find_element("css selector", ".selection .unselect").click()  # and without any, what the filter shows
-    chromium.wait(chrome, f"return {exported}.includes('-o trajectories=8-59')")
+    chromium.wait(chrome, f"return {exported}.includes('--to lerobot --where task=more')")
     assert "what the filter shows (52 episodes)" in chrome.execute_script(f"return {exported}")
     chrome.find_element("css selector", ".views [aria-expanded]").click()
     chrome.save_screenshot(str(artifacts / "selection.png"))

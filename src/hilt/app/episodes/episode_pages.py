@@ -265,12 +265,10 @@ class EpisodePages:
         opened.index.wait_until_opened(OPEN_TIMEOUT_S)
         chosen, to, selected = _export(query)
         commands = export_commands(opened.index, chosen, to, selected)
-        # all that a filter shows were selected: the filter names them in the terminal
-        named = selected if query.get("where") is None else None
         return {
             "commands": commands,
             "runnable": [command for command in commands if is_export(command)],
-            "where": where_commands(opened.index, chosen, selected=named),
+            "where": where_commands(opened.index, chosen, selected=selected),
             "started": self._started(opened.data.key),
         }
 
@@ -396,8 +394,12 @@ def _named(opened: OpenedData, query: Any) -> tuple[Any, int, int]:
 
 
 def _export(query: Any) -> tuple[EpisodeFilter, str, Any]:
-    """The filter, the format and the episodes that a request names; None of these where none is selected."""
-    return _order(query)[0], str(query.get("to", "lerobot")), query.get("episodes")
+    """The filter, the format and the episodes that a request names; None of these where none is selected. Where all
+    that a filter shows were selected, the filter names them."""
+    to, where = str(query.get("to", "lerobot")), query.get("where")
+    if where is not None:
+        return EpisodeFilter.parse(where), to, None
+    return _order(query)[0], to, query.get("episodes")
 
 
 def _order(query: Any) -> tuple[EpisodeFilter, str, bool]:

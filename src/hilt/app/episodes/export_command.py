@@ -10,7 +10,7 @@ from hilt.cli.data.data_convert import learn_from
 from hilt.cli.show import shell
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.formats import FORMATS, options_of
-from hilt.formats.listing.episode_filter import EpisodeFilter
+from hilt.formats.listing.episode_filter import NAMES, EpisodeFilter
 from hilt.formats.listing.episode_source import EpisodeSource
 
 MAX_CHARACTERS = 20_000
@@ -32,9 +32,9 @@ def export_formats() -> list[str]:
 def export_commands(
     index: EpisodeIndex, chosen: EpisodeFilter, to: str, selected: Mapping[str, Sequence[int]] | None = None
 ) -> list[str]:
-    """One command for each log with an episode that the filter admits; with `selected`, with one of these, given by the
-    keys of their sources. Of a dataset of another system, the first command copies it to a log, in which its episodes
-    have the same numbers."""
+    """One command for each log with an episode that the filter admits, which has the filter after ``--where``; with
+    `selected`, with one of these, given by the keys of their sources, and it has their numbers. Of a dataset of another
+    system, the first command copies it to a log, in which its episodes have the same numbers."""
     if to not in export_formats():
         raise UnknownNameError("format that can be written", to, export_formats())
     commands, targets = [], []
@@ -43,12 +43,26 @@ def export_commands(
         if not source.editable:
             log = source.path.with_name(f"{source.path.name}-copy")
             commands.append(shell("hilt", "data", "convert", source.path, log))
-        text = ranges(numbers)
-        if len(text) > MAX_CHARACTERS:
-            raise PageError("error.export_numbers", count=f"{len(numbers):,}")
-        commands.append(shell("hilt", "data", "convert", log, target, "--to", to, "-o", f"trajectories={text}"))
+        words = _where(source, chosen) if selected is None else None
+        if words is None:
+            words = ["-o", f"trajectories={ranges(numbers)}"]
+            if len(words[1]) > MAX_CHARACTERS:
+                raise PageError("error.export_numbers", count=f"{len(numbers):,}")
+        commands.append(shell("hilt", "data", "convert", log, target, "--to", to, *words))
         targets.append(target)
     return [*commands, *(command for target in targets[:1] for command in learn_from(target, to))]
+
+
+def _where(source: EpisodeSource, chosen: EpisodeFilter) -> list[str] | None:
+    """The words with which a command chooses the episodes of a log that a filter admits; none where it admits all. None
+    where the filter means something else there: for a dataset, and with a fact that no episode of this log has, which
+    is an error for one log alone."""
+    own = chosen.without("group")
+    facts = {condition.name for condition in own.conditions} - {*NAMES}
+    known = source.known_facts(source.rows["number"].tolist()) if facts else ()
+    if not source.editable or not facts <= {name for about in known for name in about}:
+        return None
+    return ["--where", str(own)] if own.conditions else []
 
 
 def is_export(command: str) -> bool:
