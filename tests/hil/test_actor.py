@@ -651,6 +651,18 @@ def test_steps_have_the_reward_of_the_task_and_the_dense_one_beside_it(tmp_path:
     learner.close()
 
 
+def test_an_episode_that_a_value_model_ends_is_marked_in_the_log(tmp_path: Path):
+    """So that no model is trained later on an outcome that nobody knows."""
+    model = save_untrained(tmp_path / "value", {"observations/state/left/point": 3})
+    use = {"task": f"{__name__}:Paid", "value": ValueUse(str(model), stop_below=0.999, stop_patience=2)}
+    learner = Learner(config(**use), tmp_path / "log")
+    learner.publish(1)
+    acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 12)
+    chances, truncated = learner.column("stopped_by_value", "truncated")
+    assert truncated.any() and ((chances >= 0) == truncated.astype(bool)).all() and (chances < 0.999).all()
+    learner.close()
+
+
 @pytest.mark.parametrize("learner", [{"task": f"{__name__}:Paid"}], indirect=True)
 def test_the_info_of_an_environment_does_not_replace_its_reward(learner: Learner, tmp_path: Path):
     learner.publish(1)

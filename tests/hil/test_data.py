@@ -386,6 +386,18 @@ def test_batches_have_the_dense_reward_and_the_log_has_that_of_the_task(memory_p
     experience.close()
 
 
+def test_an_episode_that_a_value_model_ended_has_that_as_a_fact(memory_path: Path):
+    model = save_untrained(memory_path / "value", {"observations/state/point": 3})
+    experience = experience_for(memory_path / "run", value={"model": str(model), "stop_below": 0.1})
+    fill(experience.log, range(1), more={"stopped_by_value": np.float32(0.04)})
+    fill(experience.log, range(1, 2), more={"stopped_by_value": np.float32(-1)})
+    for one in experience.finished():
+        experience.note_outcome(one["trajectory"], one["success"])
+    ended, other = (experience.log.facts.about(number) for number in experience.log.trajectories())
+    assert ended["stopped_by_value"] == pytest.approx(0.04) and "stopped_by_value" not in other
+    experience.close()
+
+
 def test_a_log_with_a_dense_reward_in_its_rewards_goes_on_with_it_in_a_column(memory_path: Path):
     """As an older version has written it: what is learned from stays the same."""
     older = experience_for(memory_path / "run")

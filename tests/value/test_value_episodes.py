@@ -83,6 +83,13 @@ def test_a_run_has_its_demonstrations_too_and_a_label_counts_before_what_was_rec
         assert (episodes.episodes[1].first, len(episodes.episodes[1])) == (3, 17)
 
 
+def test_a_run_of_post_training_has_the_logs_of_all_ranks(tmp_path: Path):
+    for rank in range(2):
+        write_log(tmp_path / "run" / "rollouts" / f"rank-{rank}", 2 + rank, outcomes=(True, False), tasks=("",))
+    with ValueEpisodes([tmp_path / "run"]) as episodes:
+        assert len(episodes.episodes) == 5
+
+
 def test_an_episode_that_a_value_model_ended_has_no_known_outcome_unless_a_person_labels_it(tmp_path: Path):
     write_log(tmp_path / "log", 4)
     with Log.open(tmp_path / "log", "a") as log:

@@ -30,7 +30,7 @@ from hilt.core.errors import ConfigError, DeadlineError, EmergencyStopError, Hil
 from hilt.core.files import DISK
 from hilt.core.names import load_own
 from hilt.core.progress import Report, silent
-from hilt.core.trajectory import Source
+from hilt.core.trajectory import STOPPED, Source
 from hilt.core.tree import unflatten
 from hilt.envs.env_protocol import TASK_REWARD, TASK_SUCCESS, Env, success_of
 from hilt.envs.task_mix import TASK_NUMBER
@@ -302,6 +302,7 @@ class Actor:
                 if self._config.classifier
                 else {}
             ),
+            **({STOPPED: np.float32(info.get(STOPPED, -1))} if self._config.value.stop_below else {}),
         }
         self.acted.steps, self.acted.acting = self.acted.steps + 1, source.name.lower()
         self._pressed = self._pressed or bool(info.get("stop"))

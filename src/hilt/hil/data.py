@@ -28,7 +28,7 @@ import numpy as np
 from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, EmptyError, UnknownNameError
 from hilt.core.files import replacing
-from hilt.core.trajectory import INSTRUCTION
+from hilt.core.trajectory import INSTRUCTION, STOPPED
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.envs.env_protocol import HasSpaces
 from hilt.hil.config import GROUP, MEMBER, MIXED, RECAP, STORE, TASK_COLUMN, Hil, imitation, of_run
@@ -181,6 +181,9 @@ class Experience:
             if len(tasks) > 1:
                 number = int(self.log.read(first, [TASK_COLUMN])[TASK_COLUMN][0])
                 facts |= {"task": tasks[number], INSTRUCTION: words[number]}
+            if STOPPED in self.log.schema.columns and len(last := self.log.trajectory_keys(trajectory)[-1:]):
+                chance = float(self.log.read(last, [STOPPED])[STOPPED][0])
+                facts |= {STOPPED: chance} if chance >= 0 else {}
             self.log.annotate(trajectory, **facts, **({} if success is None else {"success": success}))
             if (values := self.stream or self._watched) is not None:
                 values.value(trajectory)

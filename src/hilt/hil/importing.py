@@ -14,7 +14,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, Problems, SchemaError, StorageError
 from hilt.core.hub import local
 from hilt.core.progress import paced
-from hilt.core.trajectory import INSTRUCTION, texts_of
+from hilt.core.trajectory import INSTRUCTION, STOPPED, texts_of
 from hilt.core.tree import Array, ArraySpec, flatten, unflatten
 from hilt.envs.env_protocol import TASK_SUCCESS, HasSpaces
 from hilt.formats import open_dataset
@@ -32,7 +32,7 @@ from hilt.replay.schema import BUILT_IN
 BaseFill = Callable[[Episode, str], Episode]
 """Adds the columns of a frozen policy to an episode of this path: `hilt.hil.frozen.base_observations.BaseColumns`"""
 FILLED = {
-    **{"times": 0.0, "succeed": False, "lost": False, TASK_SUCCESS: -1, SHAPING: 0.0},
+    **{"times": 0.0, "succeed": False, "lost": False, TASK_SUCCESS: -1, SHAPING: 0.0, STOPPED: -1.0},
     **{CHUNK: -1, CHUNK_INDEX: -1, RECORD: 0, DECIDED: -1, GROUP: -1, MEMBER: -1, STEP_NOISE: 0},
 }
 """What demonstrations may leave out, and have then"""
@@ -56,8 +56,11 @@ def columns_for(config: Hil, env: HasSpaces) -> dict[str, object]:
             MEMBER: ArraySpec(np.dtype(np.int16), default=-1),
         }
     dense = {SHAPING: ArraySpec(np.dtype(np.float32), default=0.0)} if config.value.reward else {}
+    # the probability of success with which a value model ended the episode; -1: it did not
+    given_up = {STOPPED: ArraySpec(np.dtype(np.float32), default=-1.0)} if config.value.stop_below else {}
     several = {TASK_COLUMN: ArraySpec(np.dtype(np.int16))} if len(instructions_of(env)) > 1 else {}
-    return {**columns_of(env), "succeed": flag, "lost": flag, **penalty, **truth, **dense, **chunks, **several}
+    more = {**penalty, **truth, **dense, **given_up, **chunks, **several}
+    return {**columns_of(env), "succeed": flag, "lost": flag, **more}
 
 
 SHAPED = "shaped_by"

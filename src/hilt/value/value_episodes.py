@@ -368,7 +368,10 @@ def _of_task(episode: ValuedEpisode, task: str) -> ValuedEpisode:
 
 
 def _logs(path: str | Path) -> list[Path]:
-    """The log of a folder, and of a run with a person the one of its demonstrations."""
+    """The log of a folder, and of a run with a person the one of its demonstrations; of post-training those of all
+    ranks."""
+    if ranks := [log.parent for log in sorted(Path(path).glob("rollouts/rank-*/log.json"))]:
+        return ranks
     place = located_log(path)
     demos = place.parent / "demos"
     return [place, demos] if place != Path(path) and (demos / "log.json").is_file() else [place]
