@@ -276,8 +276,8 @@ def test_the_learn_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
         f"methods: {', '.join(learn_methods.ROWS)}",
         f"switch: {', '.join(learn_switch.ROWS)}",
         "state_updates: state_updates",
-        "state: state_button, state_window, state_drawer, state_door, state_pick",
-        "images: images_button, images_window, images_drawer, images_door, images_pick",
+        "state: state_button, state_window, state_drawer, state_door, state_pick, state_pick_50",
+        "images: images_button, images_window, images_drawer, images_door, images_pick, images_pick_50",
     ]
     with pytest.raises(SystemExit):
         main(["replay", "--seeds", "2"])
