@@ -20,7 +20,7 @@ demo: $(VENV)/.installed  ## an arm learns a task from images, with demonstratio
 test: $(VENV)/.installed  ## every test, lint and types among them; ARGS="tests/replay -x" for a part
 	@$(BIN)/hilt doctor --fix --quiet || true
 	@$(PYTHON) tools/browser.py
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)  # three on two cores: many tests wait for a process
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)  # four on two cores: many tests wait for a process
 
 test-fast: $(VENV)/.installed  ## the quick files only, under two minutes: for the inner loop
 	$(BIN)/python -m pytest -n 3 --dist worksteal --fast $(ARGS)
