@@ -429,7 +429,8 @@ def _at(
 
 
 def _ranking(probability: torch.Tensor, held: Mapping[str, Any]) -> dict[str, float]:
-    """What the alarm `ranking` looks at. By chance it calls a success one as often as it calls a failure one."""
+    """The figures that the alarm `ranking` looks at: a classifier that is no better than chance calls failures
+    a success as often as successes."""
     return {
         "held_out_lowest": float(probability.min()),
         "held_out_highest": float(probability.max()),

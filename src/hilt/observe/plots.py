@@ -50,7 +50,7 @@ Value = Callable[[Record], float | None]
 
 @dataclass(frozen=True)
 class Panel:
-    """What one chart shows: of which records, and its curves by name."""
+    """What one chart shows: which records it reads, and its curves by name."""
 
     title: str
     unit: str
@@ -319,7 +319,7 @@ def grouped(runs: Sequence[PlottedRun]) -> list[RunGroup]:
 
 
 def all_charts(groups: Sequence[RunGroup], axis: str, smooth: int) -> list[Chart]:
-    """One for each panel of which there is something to draw."""
+    """Returns one chart for each panel for which the runs have data."""
     charts = []
     for panel in PANELS:
         lines: list[Line] = []

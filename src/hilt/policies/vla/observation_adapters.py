@@ -30,7 +30,7 @@ one), and the numbers in an action"""
 
 @dataclass(frozen=True)
 class Suite:
-    """How a suite sees and acts."""
+    """How observations of a suite get the names of a policy, and how actions of the one become actions of the other."""
 
     views: Views
     """Pictures and state by the policy's names"""
